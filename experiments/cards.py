@@ -198,9 +198,12 @@ MODELS: dict[str, Callable[[str], Made]] = {
 
 
 def write(made: Made, folder: Path) -> None:
-    """Write what the card is made of."""
+    """Write what the card is made of, without the folders of the machine that made it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = made.hydra.config.to_dict() | {"architectures": [type(made.hydra).__name__]}
+    config.pop("_name_or_path", None)
+    for details in made.report.details.values():
+        details["model"] = details["model"].partition(", from ")[0]
     write_atomically(folder / "config.json", json.dumps(config, indent=1, sort_keys=True) + "\n")
     report = Report(**{**vars(made.report), "curves": {}}) if hasattr(made.report, "curves") else made.report
     report.to_json(folder / "report.json")

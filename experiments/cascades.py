@@ -7,18 +7,15 @@ thresholds is then known exactly.
     python -m experiments.cascades --output experiments/results/cascades.json
 """
 
-import argparse
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import beta
 
-from benchmarks.provenance import where_it_ran
-from hydra_transformers._io.files import write_atomically
 from hydra_transformers.uncertainty.cascade import coverage_alone, fit_cascade
+
+from .simulations import run_cases
 
 
 CONFIDENCE = 0.9
@@ -175,16 +172,7 @@ def render(content: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    cases = []
-    for case in CASES:
-        cases.append(summarize(case, options.draws))
-        print(json.dumps(cases[-1]), flush=True)
-    content = {"machine": where_it_ran("cpu"), "what": "cascades", "cases": cases}
-    write_atomically(options.output, json.dumps(content, indent=1) + "\n")
+    run_cases(__doc__, "cascades", CASES, summarize, arguments)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,17 @@ score s is wrong with probability s / 2, after a shift more often by one factor,
     python -m experiments.recalibration --output experiments/results/recalibration.json
 """
 
-import argparse
-import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.provenance import where_it_ran
-from hydra_transformers._io.files import write_atomically
 from hydra_transformers.uncertainty.abstention import Abstention
 from hydra_transformers.uncertainty.recalibration import AnsweredRows, lower_threshold
 
 from .checked_rows import CONFIDENCE, RISK, SHAPE, true_risk
+from .simulations import run_cases
 
 
 @dataclass(frozen=True)
@@ -138,16 +134,7 @@ def render(content: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    cases = []
-    for case in CASES:
-        cases.append(summarize(case, options.draws))
-        print(json.dumps(cases[-1]), flush=True)
-    content = {"machine": where_it_ran("cpu"), "what": "recalibration", "cases": cases}
-    write_atomically(options.output, json.dumps(content, indent=1) + "\n")
+    run_cases(__doc__, "recalibration", CASES, summarize, arguments)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,9 @@ def _cells_of(data: Any, column: str) -> list[Any]:
         _check_has(column, rows.column_names)
         names = getattr(rows.features[column], "names", None)
         cells = list(rows[column])
-        return cells if names is None else [None if cell is None else names[cell] for cell in cells]
+        if names is None:
+            return cells
+        return [None if cell is None else names[cell] for cell in cells]
     cells: list[Any] = []
     for place in range(len(rows)):
         row = rows[place]

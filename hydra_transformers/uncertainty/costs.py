@@ -215,7 +215,10 @@ def highest_mean(mean: float, rows: int, highest: float, chance: float) -> float
     for _ in range(60):
         middle = (low + high) / 2
         is_ruled_out = _chance_of_less(found, middle, rows) <= chance
-        low, high = (low, middle) if is_ruled_out else (middle, high)
+        if is_ruled_out:
+            high = middle
+        else:
+            low = middle
     return high * highest
 
 
